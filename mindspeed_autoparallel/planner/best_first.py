@@ -176,7 +176,10 @@ class Proof:
         limits: Sequence[str] = (),
         unproved: str = "feasible",
     ) -> SearchRecord:
-        """Return the record of the search for the plan file; ``unproved`` is the status of a plan with a gap."""
+        """Return the record of the search for the plan file; ``unproved`` is the status of a plan with a gap.
+
+        Unsolved layouts whose bound is no better than the plan count as bounded.
+        """
         return SearchRecord(
             status="optimal" if self.is_optimal else unproved,
             lower_bound_us=self.lower_bound_us,
@@ -184,7 +187,18 @@ class Proof:
             num_configurations=num_configurations,
             num_solved=num_solved,
             seconds=self.seconds,
-            verdicts=tuple(verdicts),
+            verdicts=tuple(map(self._settled, verdicts)),
             relaxations=tuple(relaxations),
             limits=tuple(limits),
         )
+
+    def _settled(self, verdict: Verdict) -> Verdict:
+        bound_us = verdict.lower_bound_us
+        if verdict.outcome != "unsolved" or bound_us is None or bound_us < self.step_us * (1 - ROUNDING):
+            return verdict
+        return replace(verdict, outcome="bounded", reason=bounded_reason(bound_us, self.step_us))
+
+
+def bounded_reason(bound_us: float, best_us: float) -> str:
+    """Return the reason of a layout that a plan of ``best_us`` beats."""
+    return f"at least {bound_us / 1000:.2f} ms; the best plan takes {best_us / 1000:.2f} ms."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 
-from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
+from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search, bounded_reason
 from mindspeed_autoparallel.planner.evaluate import Evaluation
 from mindspeed_autoparallel.planner.hetero.assembly import Solved, reserved_by
 from mindspeed_autoparallel.planner.hetero.backbone import BackboneSolver, Reserved, least_of, outside_pipeline_fits
@@ -259,7 +259,7 @@ class ChoiceSearch(Search[Choice]):
         return known is not None and known.outcome == "solved"
 
     def _bounded(self, choice: Choice, bound: float) -> None:
-        reason = f"at least {bound / 1000:.2f} ms; the best plan takes {self.best_us / 1000:.2f} ms."
+        reason = bounded_reason(bound, self.best_us)
         self._note(choice, "bounded", reason, bound)
 
     def _note(self, choice: Choice, outcome: str, reason: str, bound: float | None) -> None:

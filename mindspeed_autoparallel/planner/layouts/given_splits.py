@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
-from mindspeed_autoparallel.planner.best_first import Progress, Proof, silent
+from mindspeed_autoparallel.planner.best_first import Progress, Proof, bounded_reason, silent
 from mindspeed_autoparallel.planner.candidate import Candidate, Layers, Splits
 from mindspeed_autoparallel.planner.evaluate import Evaluation, evaluated
 from mindspeed_autoparallel.planner.layouts.assembly import assemble_plan
@@ -52,7 +52,7 @@ def search_given(
     for bound_us, (candidate, rows) in sorted(zip(bounds, listed, strict=True), key=lambda pair: pair[0]):
         best_us = min((item.step_us for _, item in found), default=inf)
         if bound_us >= best_us:
-            reason = f"at least {bound_us / 1000:.2f} ms; the best plan takes {best_us / 1000:.2f} ms."
+            reason = bounded_reason(bound_us, best_us)
             verdicts.append(Verdict(layout=candidate.layout, outcome="bounded", reason=reason, lower_bound_us=bound_us))
             continue
         best, missing = _best_of(candidate, rows, splits)

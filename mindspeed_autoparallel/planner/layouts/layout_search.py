@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search
+from mindspeed_autoparallel.planner.best_first import EXACT, Open, Progress, Search, bounded_reason
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.layouts.bounds import expected_us
 from mindspeed_autoparallel.planner.layouts.plain_search import PlainSearch
@@ -278,8 +278,7 @@ class LayoutSearch(Search[Candidate]):
             bound = min(item.bound_us, simple.step_us)
             self._keep(item, replace(simple, outcome=replace(simple.outcome, lower_bound_us=bound)))
             return
-        reason = f"at least {item.bound_us / 1000:.2f} ms; the best plan takes {self.best_us / 1000:.2f} ms."
-        self._settle(item, "bounded", reason, bound_us=item.bound_us)
+        self._settle(item, "bounded", bounded_reason(item.bound_us, self.best_us), bound_us=item.bound_us)
 
     def _settle(
         self,

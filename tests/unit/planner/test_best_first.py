@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from mindspeed_autoparallel.planner import best_first as module
 from mindspeed_autoparallel.planner.best_first import Open, Proof, Search, best_first
+from mindspeed_autoparallel.spec import Layout
+from mindspeed_autoparallel.spec.plan_records import Verdict
 
 Tree = tuple[float, list["Tree"]]
 """What a node adds to its parent's bound, and its children; a leaf's bound is its step time."""
@@ -123,3 +125,16 @@ def test_progress_has_no_bound_above_that_of_what_ended_without_a_proof(monkeypa
     monkeypatch.setattr(search, "settled_bound_us", lambda: 500.0)
     best_first(search, [search.opened(0.0, (1000.0, [])), search.opened(0.0, (3000.0, []))], progress=lines.append)
     assert lines and all(line.endswith("none below 0.50 ms") for line in lines)
+
+
+@given(st.floats(1.0, 1e9), st.sampled_from(["unsolved", "memory", "solved"]), st.none() | st.floats(0.5, 2.0))
+def test_a_layout_that_cannot_win_counts_as_bounded(step_us: float, outcome: str, times: float | None) -> None:
+    bound_us = None if times is None else times * step_us
+    verdict = Verdict(layout=Layout(), outcome=outcome, reason="as it was.", lower_bound_us=bound_us)
+    record = Proof(step_us=step_us, lower_bound_us=0.5 * step_us, seconds=1.0).record(
+        num_configurations=1, num_solved=0, verdicts=[verdict]
+    )
+    if outcome == "unsolved" and times is not None and times >= 1.0:
+        assert record.verdicts[0].outcome == "bounded" and "the best plan takes" in record.verdicts[0].reason
+    elif times is None or times < 1.0 - 1e-5 or outcome != "unsolved":
+        assert record.verdicts == (verdict,)

@@ -15,7 +15,7 @@ from small_profile import block, small_profile
 from mindspeed_autoparallel.errors import ConfigError, InfeasiblePlan
 from mindspeed_autoparallel.planner.best_first import Open, silent
 from mindspeed_autoparallel.planner.evaluate import evaluate
-from mindspeed_autoparallel.planner.layouts import short_rows, turns, virtual_layouts
+from mindspeed_autoparallel.planner.layouts import layout_search, short_rows, turns, virtual_layouts
 from mindspeed_autoparallel.planner.layouts.group_sizes import three_chunks
 from mindspeed_autoparallel.planner.layouts.layout_search import LayoutSearch
 from mindspeed_autoparallel.planner.layouts.options import SearchOptions
@@ -254,14 +254,20 @@ def test_three_chunks_are_tried_in_the_best_pipelines_alone() -> None:
     assert three_chunks(found, 16) == [replace(two, virtual_size=3, microbatch_group_size=0)]
 
 
-def test_virtual_stages_that_time_left_open_are_named_and_keep_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0.0, layout_search.GIVEN_UP_S])
+def test_virtual_stages_that_time_left_open_are_named_unless_their_bound_is_the_step_of_the_plan(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """With time for their bounds, these reach the step of the plan."""
     without, everything = _searched_on_four((1,)), _searched_on_four((1, 2, 4))
     monkeypatch.setattr("mindspeed_autoparallel.planner.layouts.options.VIRTUAL_S", 0.0)
     monkeypatch.setattr(turns, "takes_long", lambda candidate: candidate.layout.virtual_size > 1)
+    monkeypatch.setattr(layout_search, "GIVEN_UP_S", seconds)
     plan = _searched_on_four(None)
     assert everything.step.total_us <= plan.step.total_us <= without.step.total_us
     left = [verdict.lower_bound_us for verdict in plan.search.verdicts if verdict.outcome == "unsolved"]
-    assert left and plan.search.lower_bound_us <= min(bound for bound in left if bound is not None)
+    assert bool(left) == (not seconds)
+    assert all(plan.search.lower_bound_us <= (bound or 0.0) < plan.step.total_us for bound in left)
     assert 0 < plan.search.lower_bound_us <= everything.step.total_us * (1 + 1e-9)
 
 
