@@ -225,7 +225,7 @@ def model_of(sections: Sequence[Section], whole: Sequence[Workload], costs: Mapp
         vocab_size=text.vocabulary,
         tied_embeddings=text.tied,
         num_parameters=total,
-        num_active_parameters=round(useful.active_parameters),
+        num_active_parameters=total - round(useful.idle_parameters),
         operations_per_sample=useful.operations,
     )
 

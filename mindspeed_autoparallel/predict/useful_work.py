@@ -1,4 +1,4 @@
-"""What a model needs to train on one sample, whatever the layout: parameters of a token, and operations."""
+"""What a model needs to train on one sample, whatever the layout: operations, and parameters that are idle."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _PASSES, _FROZEN_PASSES = 3.0, 1.0
 class UsefulWork:
     """Of one sample: what model FLOPs utilization (MFU) is counted by."""
 
-    active_parameters: float
-    """Parameters that compute one token: of experts, those that it is routed to. Embedding and head count."""
+    idle_parameters: float
+    """Parameters of the experts that a token is not routed to."""
     operations: float
     """Forward and backward: 2 per parameter of a matrix and token, attention to earlier tokens only where the model is
     causal, head and loss of every predicted token; no recompute, no table look-ups."""
@@ -29,16 +29,15 @@ class UsefulWork:
 
 def useful_work(works: Sequence[Workload], frozen: Sequence[bool]) -> UsefulWork:
     """Return the work of a sample. ``works``: the modules without any parallelism, the text decoder last."""
-    active = operations = 0.0
+    idle = operations = 0.0
     for work, is_frozen in zip(works, frozen, strict=True):
         passes = _FROZEN_PASSES if is_frozen else _PASSES
         for kind, number in Counter(work.model.layers).items():
             here = _active(work, kind)
-            active += number * here
+            idle += number * (1 - _routed(work)) * layer_parameters(work, kind).expert
             operations += number * passes * (2 * _tokens(work) * here + _attention(work, kind))
         if work.model.encoder is not None:
             encoder, each = work.model.encoder, encoder_parameters(work)
-            active += encoder.num_layers * each
             forward = 2 * encoder.tokens * each + attention_operations(
                 encoder.tokens, encoder.tokens, encoder.hidden, causal_fused=False
             )
@@ -47,11 +46,11 @@ def useful_work(works: Sequence[Workload], frozen: Sequence[bool]) -> UsefulWork
     table = float(text.model.vocabulary * text.model.hidden)
     ahead = prediction_parameters(text)
     joined = ahead.shared + _routed(text) * ahead.expert
-    active += table * (1 if text.model.tied else 2)
+    idle += text.model.mtp_layers * (1 - _routed(text)) * ahead.expert
     head = table * (1 + text.model.mtp_layers) + joined * text.model.mtp_layers
     attended = text.model.mtp_layers * _attention(text, text.model.layers[-1])
     operations += _PASSES * (2 * _tokens(text) * head + attended)
-    return UsefulWork(active_parameters=active, operations=operations)
+    return UsefulWork(idle_parameters=idle, operations=operations)
 
 
 def operations_of(work: Workload) -> float:

@@ -121,7 +121,7 @@ def _parameters(total: int, active: int) -> str:
     if not total:
         return ""
     unit, name = (1e9, "B") if total >= 1e8 else (1e6, "M")
-    some = f", {active / unit:.1f} {name} active" if 0 < active < 0.95 * total else ""
+    some = f", {active / unit:.1f} {name} active" if 0 < active < total else ""
     return f" ({total / unit:.1f} {name} parameters{some})"
 
 

@@ -58,7 +58,7 @@ def test_operations_of_a_dense_model_are_six_per_parameter_and_token_and_causal_
     attention = 32 * 2 * 8192 * 8192 * 4096  # both products of all tokens, half of them masked
     expected = 6 * 8192 * (32 * per_layer + 128256 * 4096) + 3 * attention
     assert model.operations_per_sample == pytest.approx(expected, rel=1e-3)
-    assert model.num_active_parameters == pytest.approx(8.03e9, rel=2e-3)
+    assert model.num_active_parameters == model.num_parameters == pytest.approx(8.03e9, rel=2e-3)
 
 
 @pytest.mark.parametrize(("config", "billions"), [(QWEN3_30B_A3B, 3.35), (DEEPSEEK, 37.5)])

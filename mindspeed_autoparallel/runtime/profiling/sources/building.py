@@ -61,7 +61,7 @@ def build_profile(
     model = _model(description, first, arguments, kinds)
     num_tokens = {module.name: module.tokens_per_sample for module in model.modules}
     if (work := useful_work_of(arguments, description, num_tokens)) is not None:
-        active = round(work.active_parameters)
+        active = model.num_parameters - round(work.idle_parameters)
         model = replace(model, operations_per_sample=work.operations, num_active_parameters=active)
     return Profile(
         model=model,
