@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mindspeed_autoparallel.data.distribution import Distribution
-from mindspeed_autoparallel.planner.best_first import Progress, silent
+from mindspeed_autoparallel.planner.best_first import Progress, labelled, silent
 from mindspeed_autoparallel.planner.candidate import Splits
 from mindspeed_autoparallel.planner.hetero.compare import Comparison, HeteroOptions, best_of_both, one_stage_layouts
 from mindspeed_autoparallel.planner.hetero.encoders import SUMMED_MODES
@@ -62,24 +62,26 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
     started = time.monotonic()
     plain_until, until = started + plain_s, started + options.time_limit_s
 
-    def of_all_kinds(one: Profile, layouts: list[Layout] | None) -> Plan:
+    def of_all_kinds(one: Profile, layouts: list[Layout] | None, shown: Progress) -> Plan:
         own = replace(options, layouts=layouts, with_relaxations=options.with_relaxations and layouts is None)
         own = replace(own, time_limit_s=plain_s if has_equal_samples else _share_of_left(plain_until, layouts))
         if wanted.splits is not None:
-            return search_given(one, cluster, batch, wanted.splits, own, progress=progress)
-        return search(one, cluster, batch, own, progress=progress)
+            return search_given(one, cluster, batch, wanted.splits, own, progress=shown)
+        return search(one, cluster, batch, own, progress=shown)
 
     def searched(one: Profile, layouts: list[Layout] | None) -> Plan:
-        return runnable(lambda each: of_all_kinds(each, layouts), one, wanted.runs, progress)
+        shown = _shown(progress, wanted, layouts, "mean sample")
+        return runnable(lambda each: of_all_kinds(each, layouts, shown), one, wanted.runs, shown)
 
     if hetero is None:
         if wanted.data is None:
             return searched(profile, None)
-        return choose_until_interrupted(profile, *wanted.data, searched, until)
+        return choose_until_interrupted(profile, *wanted.data, searched, until, progress)
     split_modules(profile)  # no search if the model has no encoder
 
     def with_encoders(one: Profile, layouts: list[Layout] | None) -> Plan:
         left_s = max(1.0, until - time.monotonic()) if has_equal_samples else _share_of_left(until, layouts)
+        shown = _shown(progress, wanted, layouts, "largest microbatches")
         # Steps of drawn samples do not replay a generator's exchanges.
         space = EncoderSpace(generator=has_equal_samples)
         if not hetero.encoder_pipelines:
@@ -96,16 +98,24 @@ def find_plan(profile: Profile, wanted: Wanted, progress: Progress = silent) -> 
             cluster=cluster,
             global_batch_size=batch,
             options=replace(options, layouts=layouts, time_limit_s=left_s),
-            progress=progress,
+            progress=shown,
             memory_modes=MEMORY_MODES if has_equal_samples else SUMMED_MODES,
             balance=hetero.balance,
             encoder_space=space,
         )
-        return runnable(search_one, one, wanted.runs, progress)
+        return runnable(search_one, one, wanted.runs, shown)
 
     if wanted.data is None:
         return best_of_both(profile, partial(searched, profile, None), partial(with_encoders, profile, None))
-    return compare_by_data(profile, *wanted.data, searched, with_encoders, plain_until)
+    return compare_by_data(profile, *wanted.data, searched, with_encoders, plain_until, progress)
+
+
+def _shown(progress: Progress, wanted: Wanted, layouts: list[Layout] | None, what: str) -> Progress:
+    """Return the progress of one search. Of the searches for drawn samples only that of all layouts, for ``what``, has
+    lines: the choice reports the others."""
+    if wanted.data is None:
+        return progress
+    return labelled(progress, f"{what}: ") if layouts is None else silent
 
 
 def _share_of_left(until: float, layouts: list[Layout] | None) -> float:

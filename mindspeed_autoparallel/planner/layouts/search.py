@@ -70,7 +70,7 @@ def search(
         candidates += enumerate_layouts(profile, cluster, global_batch_size, options.space, [known.layout])[0]
     if not candidates:
         raise _nothing_to_search(verdicts, global_batch_size, options)
-    progress(f"{len(candidates)} layouts to search, {len(verdicts)} ruled out")
+    progress(f"{len(candidates)} layout{'s' * (len(candidates) != 1)} to search, {len(verdicts)} ruled out")
     request = Request(profile=profile, cluster=cluster, global_batch_size=global_batch_size, seed=options.seed)
     with Workers(request, _num_processes(candidates, options)) as workers:
         return _searched(workers, candidates, verdicts, options, started, progress)

@@ -22,6 +22,7 @@ from mindspeed_autoparallel.cost.redistribution import exchange_of
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.data.work import COLUMNS, ModuleWork, WorkModel
 from mindspeed_autoparallel.errors import ConfigError
+from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.candidate import Candidate
 from mindspeed_autoparallel.planner.evaluate import evaluate
 from mindspeed_autoparallel.planner.hetero.backbone import backbone_plan, backbone_profile
@@ -162,14 +163,15 @@ def compare_by_data(
     search: Search,
     search_hetero: SearchHetero,
     until: float = math.inf,
+    progress: Progress = silent,
 ) -> Comparison:
     """Return the best plan of either kind by drawn steps. Raises as ``best_of_both`` does.
 
-    ``until``: that of ``choose_plan``.
+    ``until``, ``progress``: those of ``choose_plan``.
     """
     return best_of_both(
         profile,
-        partial(choose_until_interrupted, profile, data, options, search, until),
+        partial(choose_until_interrupted, profile, data, options, search, until, progress),
         partial(choose_hetero, profile, data, options, search_hetero),
     )
 

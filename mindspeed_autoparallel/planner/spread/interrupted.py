@@ -7,6 +7,7 @@ import math
 from mindspeed_autoparallel.data.distribution import Distribution
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.interrupts import Stopped
+from mindspeed_autoparallel.planner.best_first import Progress, silent
 from mindspeed_autoparallel.planner.spread.choose import Search, choose_plan, fastest_of
 from mindspeed_autoparallel.planner.spread.others import in_whole_search
 from mindspeed_autoparallel.planner.spread.samples import Judged, Samples, SpreadOptions
@@ -15,7 +16,12 @@ from mindspeed_autoparallel.spec import Layout, Plan
 
 
 def choose_until_interrupted(
-    profile: Profile, data: Distribution, options: SpreadOptions, search: Search, until: float = math.inf
+    profile: Profile,
+    data: Distribution,
+    options: SpreadOptions,
+    search: Search,
+    until: float = math.inf,
+    progress: Progress = silent,
 ) -> Plan:
     """Return and raise as ``choose_plan``; an interrupt raises ``Stopped`` with the fastest safe plan drawn so far.
 
@@ -33,7 +39,7 @@ def choose_until_interrupted(
         return plan
 
     try:
-        return choose_plan(profile, data, options, remembered, until, judged)
+        return choose_plan(profile, data, options, remembered, until, judged, progress)
     except KeyboardInterrupt as interrupt:
         if not whole:
             raise

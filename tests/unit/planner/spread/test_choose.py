@@ -188,6 +188,28 @@ def test_reports_show_the_mean_of_drawn_steps_by_which_plans_are_compared() -> N
     assert f"step {format_us(plan.mean_us)} predicted, the mean of drawn steps, " in table
 
 
+def test_the_progress_of_a_choice_names_the_layouts_that_it_draws_and_splits_for_larger_microbatches() -> None:
+    tight, _, plan = chosen(4, 16, 0.8)
+    lines: list[str] = []
+    wanted = composition.Wanted(
+        cluster=tight,
+        global_batch_size=16,
+        options=SearchOptions(with_relaxations=False, num_workers=1),
+        data=(data_of(long_tail()), SpreadOptions(oom_steps=1000)),
+    )
+    found = composition.find_plan(profile_of(), wanted, lines.append)
+    assert isinstance(found, Plan) and found.data is not None and plan.data is not None
+    assert not any("1 layout" in line for line in lines)
+    assert [line for line in lines if "to search" in line] == [line for line in lines if "mean sample: " in line][:1]
+    label = found.layout.label()
+    searching = f"{label}: searching splits with memory for larger microbatches"
+    mean = f"{found.data.mean_us / 1000:.2f} ms in drawn steps on average"
+    assert lines.index(searching) < lines.index(f"{label} with memory for larger microbatches: {mean}")
+    drawn = [line for line in lines if "drawn steps" in line and "larger" not in line]
+    assert any("may run out of memory" in line for line in drawn)
+    assert all(line.startswith("mean sample: ") or line in drawn or "larger microbatches" in line for line in lines)
+
+
 @pytest.mark.parametrize("limit_s", [40.0, 4.0])
 def test_the_time_limit_holds_for_all_searches_of_drawn_data_together(monkeypatch: Any, limit_s: float) -> None:
     real, used, given = time.monotonic, [0.0], []
