@@ -25,17 +25,19 @@ def _check(profile: Profile, layout: Layout, num_microbatches: int, memory_limit
         raise ConfigError(
             f"--memory-limit-mib must be above 0 and at most {MOST_MEMORY_MIB}, got {memory_limit_mib:g}."
         )
+    if reason := too_few_layers(profile, layout):
+        # Embedding, prediction and output layer may be alone on a stage each.
+        sizes = range(profile.model.num_layers + 3, 0, -1)
+        most = next((size for size in sizes if not too_few_layers(profile, replace(layout, pipeline_size=size))), 0)
+        lower = f"Lower --pipeline-size to {most} or below"
+        ways = [lower] * bool(most) + ["take fewer chunks" if most else "Take fewer chunks"] * (layout.virtual_size > 1)
+        raise ConfigError(f"{reason} {', or '.join(ways)}.")
     operations = 2 * layout.num_virtual_stages * num_microbatches
     if operations > MOST_OPERATIONS:
         raise ConfigError(
             f"{num_microbatches} microbatches on {layout.pipeline_size} stages are {operations} operations a step, "
             f"more than {MOST_OPERATIONS}. Lower --num-microbatches."
         )
-    if reason := too_few_layers(profile, layout):
-        # Embedding, prediction and output layer may be alone on a stage each.
-        sizes = range(profile.model.num_layers + 3, 0, -1)
-        most = next((size for size in sizes if not too_few_layers(profile, replace(layout, pipeline_size=size))), 1)
-        raise ConfigError(f"{reason} Lower --pipeline-size to {most} or below, or take fewer chunks.")
 
 
 def _sends(profile: Profile, schedule: str) -> str:

@@ -313,6 +313,11 @@ def test_impossible_profile_is_one_line_and_exit_code_two(
     ("changes", "says"),
     [
         ({"pipeline_size": 11}, "more than the 10 layers"),
+        ({"pipeline_size": 99999}, "more than the 10 layers. Lower --pipeline-size to 10 or below.\n"),
+        (
+            {"schedule": "interleaved", "virtual_pipeline_size": 99999, "num_microbatches": 6},
+            "more than the 10 layers. Take fewer chunks.\n",
+        ),
         ({"pipeline_size": 0}, "at least 1"),
         ({"num_microbatches": 0}, "at least 1"),
         ({"num_microbatches": -4}, "at least 1"),
