@@ -45,4 +45,6 @@ rank, first = torch.distributed.get_rank(), next(stage for stage, count in enume
 if layers[rank]:
     decoder = Decoder(rank == first, rank == len(layers) - 1)
     print(f"rank {rank}: {decoder.table.sum().item():.0f}", flush=True)
+# The first rank has nothing to do, and must not close groups that others are still connecting.
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()
