@@ -6,7 +6,9 @@ import enum
 import signal
 from dataclasses import dataclass, field
 
-_NOT_THE_SCRIPTS = ("in validate_args", "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
+_REFUSED = "in validate_args"
+"""Sign of Megatron's checks of its flags."""
+_NOT_THE_SCRIPTS = (_REFUSED, "Address already in use", "Connection", "Broken pipe", "ChildFailedError")
 """Signs of errors that are not the script's own: Megatron's checks, which another layout may pass, or lost peers."""
 
 _MOST_LINES = 30
@@ -57,6 +59,12 @@ class LaunchOutcome:
         refuses."""
         by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
         return by_itself and not any(sign in line for line in self.last_lines for sign in _NOT_THE_SCRIPTS)
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether Megatron refused the flags."""
+        by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
+        return by_itself and any(_REFUSED in line for line in self.last_lines)
 
     def summary(self) -> str:
         """Return one line for users: status, node, exit code or signal, and the last line."""

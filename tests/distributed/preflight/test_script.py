@@ -150,6 +150,15 @@ def test_wrong_input_ends_before_anything_starts(words: list[str], said: str, tm
     assert not (tmp_path / "auto_parallel_work" / "preflight").exists()
 
 
+def test_a_layout_that_megatron_refuses_ends_with_the_first_rank(tmp_path: Path) -> None:
+    flags = FLAGS.replace("--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 4 --num-layers 6")
+    code, output, result = preflight(tmp_path, MAIN, "--auto-parallel-preflight", flags=flags)
+    last = output.splitlines()[-1]
+    assert code == 2 and "Megatron refuses these flags" in last and not result, output[-3000:]
+    assert "Traceback" not in output
+    assert [log.name for log in (tmp_path / "auto_parallel_work" / "logs").glob("*.log")] == ["preflight-rank0.rank0.log"]
+
+
 @pytest.mark.long
 def test_a_plan_of_1024_devices_runs_its_first_last_and_fullest_rank(tmp_path: Path) -> None:
     flags = FLAGS.replace("--num-layers 4", "--num-layers 24").replace("-size 8 ", "-size 1024 ")

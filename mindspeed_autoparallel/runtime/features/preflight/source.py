@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import read_json
 from mindspeed_autoparallel.profiles.preflight_result import RankReport, RankRun
 from mindspeed_autoparallel.profiles.records import json_of, record_of
@@ -70,7 +71,10 @@ def _shown(run: RankRun) -> str:
 
 
 def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
-    """Run this process's own command as one rank alone and return its result, or the reason why there is none."""
+    """Run this process's own command as one rank alone and return its result, or the reason why there is none.
+
+    Raises ``ConfigError`` if Megatron refuses the flags, as it then does on every rank.
+    """
     result, world = Path(task.result), task.world_size
     result.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     result.unlink(missing_ok=True)
@@ -87,6 +91,11 @@ def run_rank(task: PreflightTask, work_dir: Path, timeout_s: float) -> RankRun:
     seconds = time.monotonic() - started
     if result.exists():
         return replace(_read(result), seconds=seconds)
+    if outcome.is_refused:
+        raise ConfigError(
+            f"Megatron refuses these flags, so no rank can run: {outcome.last_lines[-1].strip()}. Change the layout or "
+            f"the model (log: {outcome.log})."
+        )
     status, reason = "failed", outcome.summary()
     if outcome.status is LaunchStatus.OK:
         status, reason = "no_step", "the script ended by itself before any step was done"
