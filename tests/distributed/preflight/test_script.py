@@ -156,7 +156,9 @@ def test_a_layout_that_megatron_refuses_ends_with_the_first_rank(tmp_path: Path)
     last = output.splitlines()[-1]
     assert code == 2 and "Megatron refuses these flags" in last and not result, output[-3000:]
     assert "Traceback" not in output
-    assert [log.name for log in (tmp_path / "auto_parallel_work" / "logs").glob("*.log")] == ["preflight-rank0.rank0.log"]
+    assert [log.name for log in (tmp_path / "auto_parallel_work" / "logs").glob("*.log")] == [
+        "preflight-rank0.rank0.log"
+    ]
 
 
 @pytest.mark.long
