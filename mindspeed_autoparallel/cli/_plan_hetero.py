@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_autoparallel.cli._progress import progress_of
+from mindspeed_autoparallel.cli._progress import code_after_interrupt, progress_of
 from mindspeed_autoparallel.errors import ConfigError
-from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
+from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.profiles import Profile
 from mindspeed_autoparallel.spec import Plan
 
@@ -55,9 +55,9 @@ def run_hetero(arguments: argparse.Namespace, profile: Profile, wanted: Wanted, 
         finish(error.plan)
         return 0
     except Stopped as stopped:
-        print("interrupted: the best plan so far", file=sys.stderr, flush=True)
+        code = code_after_interrupt(stopped)
         finish(stopped.plan)
-        return exit_code_of(stopped)
+        return code
     model_file = None
     if arguments.mm_model is not None:
         model_file = write_hetero_model(comparison.hetero, description, arguments.out or Path.cwd())

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
 from mindspeed_autoparallel.planner.best_first import Progress, Status, silent
 from mindspeed_autoparallel.progress import repeating
 
@@ -86,6 +87,12 @@ def progress_of(arguments: argparse.Namespace) -> Progress:
     """Return the function that prints the progress of a command's searches."""
     shown: _Shown | None = getattr(arguments, "shown", None)
     return silent if shown is None else shown.show
+
+
+def code_after_interrupt(stopped: Stopped, found: str = "plan") -> int:
+    """Print that an interrupted search ends with the best ``found`` so far; return the command's exit code."""
+    print(f"interrupted: the best {found} so far", file=sys.stderr, flush=True)
+    return exit_code_of(stopped)
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _launch, _plan_answer, _plan_data, _profile_source, _script, _unused_flags
-from mindspeed_autoparallel.cli._progress import progress_of
+from mindspeed_autoparallel.cli._progress import code_after_interrupt, progress_of
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import json_text, made_folder, shown
-from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
+from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.spec.hetero import BALANCES
 from mindspeed_autoparallel.units import MIB
 from mindspeed_autoparallel.whole_numbers import COUNT, LARGE, MEMORY_MIB
@@ -116,17 +116,16 @@ def run(arguments: argparse.Namespace) -> int:
 
         return run_hetero(arguments, profile, wanted, lambda plan: _finish(arguments, plan, profile, tokens))
 
-    interrupt = None
+    code = 0
     try:
         found = find_plan(profile, wanted, progress_of(arguments))
         plan = found if isinstance(found, Plan) else found.best
         if candidate is not None:
             plan = _with_candidate(arguments, candidate, plan, profile, cluster)
     except Stopped as stopped:
-        plan, interrupt = stopped.plan, stopped
-        print("interrupted: the best plan so far", file=sys.stderr, flush=True)
+        plan, code = stopped.plan, code_after_interrupt(stopped)
     _finish(arguments, plan, profile, tokens)
-    return 0 if interrupt is None else exit_code_of(interrupt)
+    return code
 
 
 def _finish(arguments: argparse.Namespace, plan: Plan, profile: Profile, tokens: float | None) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _launch, _script
-from mindspeed_autoparallel.cli._progress import progress_of
+from mindspeed_autoparallel.cli._progress import code_after_interrupt, progress_of
 from mindspeed_autoparallel.errors import ConfigError
 from mindspeed_autoparallel.files import json_text, made_folder
-from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
+from mindspeed_autoparallel.interrupts import Stopped
 from mindspeed_autoparallel.units import GIB, US_PER_MS, format_bytes
 
 if TYPE_CHECKING:
@@ -64,14 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     profile, note = costs_of(old, arguments.plan, arguments.profile)
     if note:
         print(note, file=sys.stderr)
-    interrupt = None
+    code = 0
     try:
         found = replan(
             old, profile, cluster, rates, window, time_limit_s=arguments.time_limit_s, progress=progress_of(arguments)
         )
     except Stopped as stopped:
-        found, interrupt = stopped.plan, stopped
-        print("interrupted: the best plan so far", file=sys.stderr, flush=True)
+        found, code = stopped.plan, code_after_interrupt(stopped)
     lines = _orders(arguments, old, found, saved)
     if arguments.out is not None:
         made_folder(arguments.out, "--out")
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(json.loads(json_text(_result(old, found, lines)))))
     else:
         _print(old, found, lines)
-    return 0 if interrupt is None else exit_code_of(interrupt)
+    return code
 
 
 def _cluster(arguments: argparse.Namespace, old: Plan) -> Cluster:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_autoparallel.cli import _launch, _plan_answer, _script
-from mindspeed_autoparallel.cli._progress import progress_of
+from mindspeed_autoparallel.cli._progress import code_after_interrupt, progress_of
 from mindspeed_autoparallel.cost.analytic.fields import part
 from mindspeed_autoparallel.errors import ConfigError, PlanError
-from mindspeed_autoparallel.interrupts import Stopped, exit_code_of
+from mindspeed_autoparallel.interrupts import Stopped
 
 if TYPE_CHECKING:
     from mindspeed_autoparallel.cost.device import Device
@@ -92,19 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
         num_workers=arguments.num_workers,
         with_relaxations=False,
     )
-    interrupt = None
+    code = 0
     try:
         tuned = tune(request, devices, options, progress=progress_of(arguments))
     except Stopped as stopped:
-        tuned, interrupt = stopped.plan, stopped
-        print("interrupted: the best plans so far", file=sys.stderr, flush=True)
+        tuned, code = stopped.plan, code_after_interrupt(stopped, "plans")
     if arguments.script is not None:
         release = _launch.release_of(arguments.megatron_release)
         _script.write_script(tuned.plans[0], arguments.script, part(tuned.requests[0], "model"), release)
     if arguments.page is not None:
         _launch.write_page(tuned.plans[0], arguments.page, _script.mtp_layers(part(tuned.requests[0], "model")))
     result = _document(tuned)
-    if arguments.what_to_measure and interrupt is None:
+    if arguments.what_to_measure and code == 0:
         result["decision"] = _decision(tuned.requests, result["top"], devices)
     else:
         result["top"] = result["top"][:3]
@@ -113,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(answer_lines(tuned.plans[0], tokens)))
         _print(result)
-    return 0 if interrupt is None else exit_code_of(interrupt)
+    return code
 
 
 def _document(tuned: Tuned) -> Tuning:

@@ -93,6 +93,7 @@ class _Numbers:
         self._old, self._profile, self._cluster, self._space, self._until = old, profile, cluster, space, until
         self._work_us = old.search.lower_bound_us * old.cluster.num_devices
         self._queue: list[tuple[float, int]] = []
+        self._listed: dict[int, list[Candidate]] = {}
         self._next = cluster.num_nodes
 
     @property
@@ -119,11 +120,14 @@ class _Numbers:
 
     def _candidates(self, nodes: int) -> list[Candidate]:
         """Return the layouts of a number of nodes; none if the search of it reports an error."""
-        cluster = replace(self._cluster, num_nodes=nodes)
-        try:
-            return enumerate_layouts(self._profile, cluster, self._old.global_batch_size, self._space)[0]
-        except ConfigError:
-            return []
+        if nodes not in self._listed:
+            cluster = replace(self._cluster, num_nodes=nodes)
+            try:
+                found, _ = enumerate_layouts(self._profile, cluster, self._old.global_batch_size, self._space)
+            except ConfigError:
+                found = []
+            self._listed[nodes] = found
+        return self._listed[nodes]
 
     def _promise_us(self, nodes: int) -> float:
         if self._old.hetero is not None:

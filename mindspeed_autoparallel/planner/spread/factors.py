@@ -101,6 +101,11 @@ class SampleFactors:
         fixed: Array = numpy.array([1.0 if work is None else work.fixed for work in self.work])
         return fixed + share * (times - fixed)
 
+    def largest(self, data: Distribution) -> Array:
+        """Return upper bounds ``[module]`` of the byte factors of a microbatch of ``data``, each separately."""
+        factors: Array = self.of(data.sizes()[:, None, :])[1].max(axis=0)
+        return factors
+
     def largest_pack(self, data: Distribution, micro_batch_size: int) -> Array:
         """Return upper bounds ``[module]`` of the byte factors of a filled pack, each separately."""
         sizes = data.sizes()

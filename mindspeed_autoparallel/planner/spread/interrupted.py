@@ -33,9 +33,11 @@ def choose_until_interrupted(
         try:
             plan = search(one, layouts)
         except Stopped as stopped:
-            whole.extend([stopped.plan] * (layouts is None))
+            if layouts is None:
+                whole.append(stopped.plan)
             raise
-        whole.extend([plan] * (layouts is None))
+        if layouts is None:
+            whole.append(plan)
         return plan
 
     try:

@@ -115,7 +115,7 @@ def _peaks_of_the_largest(profile: Profile, plan: Plan, data: Distribution, fact
     """
     if factors.pack_length:
         return peaks_of_equal(profile, plan, factors.largest_pack(data, plan.layout.micro_batch_size))
-    return peaks_of_equal(profile, plan, factors.of(data.sizes()[:, None, :])[1].max(axis=0))
+    return peaks_of_equal(profile, plan, factors.largest(data))
 
 
 def _chance_by_drawing(

@@ -25,7 +25,7 @@ def mean_profile(profile: Profile, data: Distribution, factors: SampleFactors, s
     """
     scales = {}
     names = [module.name for module in profile.model.modules]
-    largest = _LARGEST * factors.of(data.sizes()[:, None, :])[1].max(axis=0)
+    largest = _LARGEST * factors.largest(data)
     for size in sorted({measurement.at.micro_batch_size for measurement in profile.measurements}):
         times, sizes = factors.mean(data, size)
         sizes = sizes + share * (largest - sizes)

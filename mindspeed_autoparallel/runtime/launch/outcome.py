@@ -57,14 +57,19 @@ class LaunchOutcome:
     def is_the_scripts_own(self) -> bool:
         """Return whether the script failed by its own error: no crash, no lost peer, no layout that Megatron
         refuses."""
-        by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
-        return by_itself and not any(sign in line for line in self.last_lines for sign in _NOT_THE_SCRIPTS)
+        return self._failed_by_itself and not self._shows(*_NOT_THE_SCRIPTS)
 
     @property
     def is_refused(self) -> bool:
         """Return whether Megatron refused the flags."""
-        by_itself = self.status is LaunchStatus.FAILED and self.exit_code > 0
-        return by_itself and any(_REFUSED in line for line in self.last_lines)
+        return self._failed_by_itself and self._shows(_REFUSED)
+
+    @property
+    def _failed_by_itself(self) -> bool:
+        return self.status is LaunchStatus.FAILED and self.exit_code > 0
+
+    def _shows(self, *signs: str) -> bool:
+        return any(sign in line for line in self.last_lines for sign in signs)
 
     def summary(self) -> str:
         """Return one line for users: status, node, exit code or signal, and the last line."""

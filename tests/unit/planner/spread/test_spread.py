@@ -143,7 +143,7 @@ def test_virtual_stages_that_hold_the_largest_microbatches_everywhere_are_safe(
     )
     plan = searched(Cluster(num_nodes=1, devices_per_node=pipeline), 24)(profile, [layout])
     factors = sample_factors(profile, data, padding)
-    largest = factors.of(data.sizes()[:, None, :])[1].max(axis=0)
+    largest = factors.largest(data)
     sizes = dict(zip([module.name for module in profile.model.modules], largest.tolist(), strict=True))
     scaled = scaled_profile(profile, {1: (dict.fromkeys(sizes, 1.0), sizes)})
     held = evaluate(scaled, plan.cluster, plan.layout, ModulePlacement.of_plan(plan), 24)

@@ -33,6 +33,15 @@ def test_only_launches_that_began_count_as_using_the_devices(tmp_path, monkeypat
     assert [record["status"] for record in kept] == ["ok", "failed", "not_started"]
 
 
+def run_until(should_stop, stopped):
+    """A trace that runs until it is stopped, 20 s at most; ``stopped`` gets whether it was."""
+    deadline = time.monotonic() + 20
+    while not should_stop() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stopped.append(should_stop())
+    return LaunchOutcome(status=LaunchStatus.TIMED_OUT)
+
+
 def test_a_signal_that_the_thread_of_a_trace_receives_ends_all_traces(tmp_path, monkeypatch):
     """The system chooses the thread, and a lock that the main thread waits for does not notice."""
     monkeypatch.setattr(sys, "argv", ["script.py"])
@@ -40,11 +49,7 @@ def test_a_signal_that_the_thread_of_a_trace_receives_ends_all_traces(tmp_path, 
 
     def receive_and_go_on(spec, ranks, log_dir, should_stop):
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        deadline = time.monotonic() + 20
-        while not should_stop() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        stopped.append(should_stop())
-        return LaunchOutcome(status=LaunchStatus.TIMED_OUT)
+        return run_until(should_stop, stopped)
 
     monkeypatch.setattr(launches_module, "run_local_processes", receive_and_go_on)
     launches = Launches(SimpleNamespace(work_dir=tmp_path, launch_timeout_s=1.0), SimpleNamespace(log_dir=tmp_path))
@@ -62,11 +67,7 @@ def test_a_trace_whose_record_cannot_be_written_ends_the_others(tmp_path, monkey
     def fail_or_go_on(spec, ranks, log_dir, should_stop):
         if spec.task["number"] == 1:
             raise OSError("no space left on device")
-        deadline = time.monotonic() + 20
-        while not should_stop() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        stopped.append(should_stop())
-        return LaunchOutcome(status=LaunchStatus.TIMED_OUT)
+        return run_until(should_stop, stopped)
 
     monkeypatch.setattr(launches_module, "run_local_processes", fail_or_go_on)
     launches = Launches(SimpleNamespace(work_dir=tmp_path, launch_timeout_s=1.0), SimpleNamespace(log_dir=tmp_path))
